@@ -7,11 +7,13 @@ from itertools import count
 import numpy as np
 import pytest
 
+from treaty.crypto.payload import SumsBounds
 from treaty.crypto.transfer import shared_products
 from treaty.crypto.transfer.ahead import Ahead
 from treaty.crypto.transfer.comparison import comparison_steps, draw_quads, negatives
 from treaty.crypto.transfer.sealed_sums import NUMBER, Widths, opened, rounds_of, steps_of, winner_of
 from treaty.crypto.transfer.stock import Steps, Transfers, open_transfers
+from treaty.systems.vertical.cipher_choice import Link, comparisons_of_a_step
 
 WIDTHS = Widths(count=16, hess=36, node_grad=36)
 
@@ -116,3 +118,14 @@ def test_a_tournament_takes_as_many_steps_as_planned_and_finds_the_largest(
     assert best.tolist() == np.argmax(numbers[:, :, 0] / numbers[:, :, 1], axis=1).tolist()
     bits = WIDTHS.difference
     assert steps == sum(steps_of(size, bits) for size, _ in rounds_of(entries, 3, bits, step))
+
+
+@pytest.mark.parametrize(("round_trip", "expected"), [(0.02, 84), (0.1, 66)])
+def test_a_tree_takes_fewer_steps_than_shuffling_would(round_trip: float, expected: int) -> None:
+    """As docs/explanation/decisions.md has it: 12 columns of 32 bins, depth 3, 20,000 rows, at 100 Mbit/s."""
+    widths = Widths.of(SumsBounds(20_000, 1 << 16, 1 << 14), 1 << 16)
+    step, steps = comparisons_of_a_step(Link(round_trip / 2, 8e-8), widths), 0
+    for nodes in (1, 2, 4):
+        rounds = rounds_of(12 * 31 + 2, nodes, widths.difference, step)
+        steps += sum(steps_of(size, widths.difference) for size, _ in rounds)
+    assert steps == expected < 102

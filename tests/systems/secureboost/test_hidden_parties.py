@@ -32,7 +32,7 @@ from tables import cut, real_table, with_categories, with_gaps
 from treaty.errors import PeerError, PeerProtocolError
 from treaty.messaging.messages import Array
 from treaty.models.checkpoints import Keeper
-from treaty.systems.secureboost import hidden_further, hidden_training
+from treaty.systems.secureboost import hidden_further, hidden_partner, hidden_training
 
 
 @pytest.mark.parametrize(
@@ -69,7 +69,8 @@ def test_losses_of_eval_sets_and_early_stopping_are_the_pooled_growers():
 def test_several_classes_and_a_training_that_goes_on(monkeypatch, at_once):
     X, y = real_table("multiclass")
     tables = cut(with_gaps(X.iloc[:, :6]), 3)
-    monkeypatch.setattr(hidden_training, "CLASSES_AT_ONCE", at_once)
+    for end in (hidden_training, hidden_partner):
+        monkeypatch.setattr(end, "CLASSES_AT_ONCE", at_once)
     federated, pooled = fit_both(tables, y, n_estimators=2, subsample=0.8, random_state=2)
     assert_lossless(federated, pooled, tables)
     more = {**OPTIONS, "n_estimators": 1}

@@ -18,7 +18,7 @@ from treaty.models.checkpoints import Keeper
 from treaty.models.trees import forest_of
 from treaty.runs.threads import play
 from treaty.systems import find_system
-from treaty.systems.secureboost import hidden_evaluation, hidden_forest, hidden_training, hidden_tree
+from treaty.systems.secureboost import hidden_evaluation, hidden_forest, hidden_partner, hidden_training, hidden_tree
 from treaty.systems.secureboost.secureboost import follow_online, predict_online
 from treaty.systems.system import LabelledRows, RoleInput, roles_of, star
 from treaty.systems.vertical.prediction import Asked
@@ -184,7 +184,8 @@ def test_numbers_whose_margins_may_leave_their_range_are_refused():
 def test_several_classes_are_each_against_the_rest(monkeypatch, at_once):
     X, y = real_table("multiclass")
     tables = cut(with_gaps(X.iloc[:, :6]), 2)
-    monkeypatch.setattr(hidden_training, "CLASSES_AT_ONCE", at_once)
+    for end in (hidden_training, hidden_partner):
+        monkeypatch.setattr(end, "CLASSES_AT_ONCE", at_once)
     monkeypatch.setattr(hidden_training, "FAR", -1.0 if at_once == 2 else 1.0)
     options = {"subsample": 0.8, "colsample_bytree": 0.6, "random_state": 2, "class_weight": {0: 1, 1: 3, 2: 2}}
     federated, pooled = fit_both(tables, y, **options)
@@ -265,7 +266,8 @@ def test_on_a_far_link_what_later_trees_need_is_made_ahead(monkeypatch):
             super().begin_tree()
             made.append(sum(stock.left for stock in self.transfers.products.values()))
 
-    monkeypatch.setattr(hidden_training, "Ahead", Watched)
+    for end in (hidden_training, hidden_partner):
+        monkeypatch.setattr(end, "Ahead", Watched)
     monkeypatch.setattr(hidden_training, "FAR", -1.0)
     assert_lossless(*fit_both(tables, y, n_estimators=5, max_depth=2, scale_pos_weight=3.0), tables)
     # of two ends, by tree: the first cannot know, and nothing is made in the last
@@ -340,7 +342,8 @@ def test_earlier_trees_of_another_form_are_refused(monkeypatch, form):
     X, y = real_table("binary")
     tables = cut(X.iloc[:, :6], 2)
     first, _ = fit_both(tables, y)
-    monkeypatch.setattr(hidden_forest, "HiddenForest", lambda *given: hidden_training.HiddenForest(*given[:2], *form))
+    forest = hidden_forest.HiddenForest
+    monkeypatch.setattr(hidden_forest, "HiddenForest", lambda *given: forest(*given[:2], *form))
     with pytest.raises(treaty.TreatyError, match=r"expected trees of (at most )?1 outputs"):
         treaty.GBDTClassifier(HIDDEN, n_jobs=1, **OPTIONS).fit(tables, y, xgb_model=first)
 

@@ -18,7 +18,7 @@ from treaty.crypto.transfer.hidden_best import opened_reach, reach_of
 from treaty.crypto.transfer.stock import open_transfers
 from treaty.models.checkpoints import Keeper
 from treaty.models.trees import LEAF_BITS, check_part, forest_of
-from treaty.systems.secureboost import hidden_training
+from treaty.systems.secureboost import hidden_partner
 
 SHARED = treaty.SecureBoost(membership="hidden", leaves="shared")
 NUMBERS = {**OPTIONS, "objective": "squared_error_steps"}
@@ -77,7 +77,7 @@ def test_nothing_of_a_leaf_is_sent(monkeypatch):
     def refuse(*given):
         raise AssertionError(given)
 
-    monkeypatch.setattr(hidden_training, "WeightShares", refuse)
+    monkeypatch.setattr(hidden_partner, "WeightShares", refuse)
     X, y = real_table("binary")
     tables = cut(X.iloc[:, :6], 2)
     treaty.GBDTClassifier(SHARED, n_jobs=1, **OPTIONS).fit(tables, y)

@@ -1,9 +1,9 @@
-"""Training in which neither party learns which rows are in a node (``membership="hidden"``), at both roles.
+"""Training in which neither party learns which rows are in a node (``membership="hidden"``), at the active party.
 
-Two parties compute: the active one has the labels, and perhaps columns; its partner, the first passive party, columns.
-Margins, gradients, sums and the nodes of rows are shared; `hidden_tree` grows a tree step by step at both ends alike.
-What further passive parties do is in `hidden_further`. Trees are, bit for bit, those of the plain grower on the joined
-table with the same objective (but for the rows of nodes, which nobody counts).
+Two parties compute: the active one has the labels, and perhaps columns; its partner, the first passive party, columns
+(`hidden_partner`). Margins, gradients, sums and the nodes of rows are shared; `hidden_tree` grows a tree step by step
+at both ends alike. What further passive parties do is in `hidden_further`. Trees are, bit for bit, those of the plain
+grower on the joined table with the same objective (but for the rows of nodes, which nobody counts).
 
 ====  =============  =============================================================================================
 step  message        what
@@ -25,7 +25,7 @@ Adversary: honest but curious. What each learns is in docs/hidden.md.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Annotated
@@ -36,26 +36,22 @@ from numpy.typing import NDArray
 
 from treaty.crypto.transfer.ahead import Ahead
 from treaty.crypto.transfer.hidden_best import REACH_BITS, WEIGHT_BITS
-from treaty.crypto.transfer.hidden_rows import WEIGHT_BYTES
 from treaty.crypto.transfer.sealed_sums import Widths
 from treaty.crypto.transfer.shared_pieces import NUMBER_BITS
 from treaty.errors import ConfigError, PeerProtocolError
-from treaty.machine.arrays import Flags, Int32s, Integers, Words, pieces
-from treaty.messaging.conversation import MessageOrder, Table
+from treaty.machine.arrays import Integers, Words, pieces
 from treaty.messaging.messages import Array, Arrays, Message, leaks, view
 from treaty.models.trees import ModelPart, used_records
 from treaty.systems.pooled.continuing import CheckpointReceipt, CheckpointRequest
 from treaty.systems.pooled.system import Training
 from treaty.systems.secureboost import hidden_tree
 from treaty.systems.secureboost.hidden_evaluation import (
-    EvalLoss,
     EvalRows,
     GrownTree,
     WatchedShares,
     check_rows,
 )
 from treaty.systems.secureboost.hidden_forest import (
-    HiddenForest,
     SharedLeaves,
     decide_rows,
     depth_of,
@@ -67,10 +63,8 @@ from treaty.systems.secureboost.hidden_forest import (
 from treaty.systems.secureboost.hidden_further import (
     Answers,
     FurtherTree,
-    Padded,
     Relaying,
     hints_of,
-    train_further,
 )
 from treaty.systems.secureboost.hidden_setup import (
     Columns,
@@ -80,27 +74,23 @@ from treaty.systems.secureboost.hidden_setup import (
     losses_of,
     make_ends,
     note_rows,
-    take_start,
-    terms_of,
 )
 from treaty.systems.secureboost.hidden_tree import (
-    HiddenEnd,
     HiddenLevel,
     build_tree,
     numbers_of,
     record,
 )
 from treaty.systems.secureboost.options import SecureBoost
-from treaty.systems.secureboost.shared_prediction import MaskedSides, forest_with_lines, meet, pads_of
+from treaty.systems.secureboost.shared_prediction import MaskedSides
 from treaty.systems.system import RoleInput
 from treaty.systems.vertical.cipher_choice import FAR, JobSize, comparisons_of_a_step, measure, sends_little
-from treaty.systems.vertical.column_owner import ascending
 from treaty.systems.vertical.encrypted_columns import sums_bounds
 from treaty.systems.vertical.hidden_cost import HiddenRows, tell_cost
 from treaty.systems.vertical.messages import MOST_AHEAD, SignedKey
-from treaty.systems.vertical.prediction import Finish, take_decisions
-from treaty.systems.vertical.sealed import MovingKey, compute
-from treaty.systems.vertical.training import Follower, agree_on_terms, finish, open_training, start_of
+from treaty.systems.vertical.prediction import take_decisions
+from treaty.systems.vertical.sealed import compute
+from treaty.systems.vertical.training import finish, open_training, start_of
 from treaty.trees.boosting import Rounds, RoundState
 from treaty.trees.ensemble import Tree
 from treaty.trees.number_losses import STEPS_REACH
@@ -128,9 +118,6 @@ class WeightShares(Message):
     """Shares of the leaves' weights, uint64 (leaves,), which the active party opens."""
 
     shares: Array
-
-
-# ---------------------------------------------------------------- active party
 
 
 def train_active(inputs: RoleInput[SecureBoost]) -> ModelPart:
@@ -274,7 +261,7 @@ class _Grower:
                 numbers = range(first + of.start, first + of.stop)
                 answers = Answers(party, numbers)
                 ends = [
-                    replace(end, further=Relaying(answers, self._further, number, self._sets, _candidates(end)))
+                    replace(end, further=Relaying(answers, self._further, number, self._sets, end.of_further))
                     for end, number in zip(ends, numbers, strict=True)
                 ]
             steps = hidden_tree.grow_together(ends, self._margins[of], [sampled for sampled, _ in samples[of]])
@@ -334,117 +321,3 @@ def _after_round(inputs: RoleInput[SecureBoost], training: Training, samples: Tr
 def _check(objective: object) -> HiddenLoss:
     assert isinstance(objective, HiddenLoss), "the options' check has refused others"
     return objective
-
-
-# ---------------------------------------------------------------- passive party
-
-
-def train_passive(inputs: RoleInput[SecureBoost]) -> ModelPart:
-    """Train as a passive party: as the first, grow each tree with the active one until it is done."""
-    check_rows(inputs)
-    if inputs.party.name != inputs.others[0]:
-        return train_further(inputs)
-    party, (active,), n_rows = inputs.party, inputs.party.peers, inputs.rows.table.n_rows
-    columns, further = Columns(inputs), inputs.others[1:]
-    key = MovingKey(party, inputs.vouching, "hidden rows") if further else None
-    agree_on_terms(inputs)
-    keys = columns.exchange(inputs, key)
-    if key is not None:
-        meet(inputs, key, keys, "HiddenColumns")
-    start = take_start(party, active)
-    follower = Follower(inputs, start)
-    note_rows(inputs, follower.part)
-    objective, bounds, rules = terms_of(inputs, start)
-    ends = make_ends(inputs, columns, bounds, rules, start.step, losses_of(objective))
-    margins, transfers, splits = np.zeros((len(ends), n_rows), np.uint32), ends[0].transfers, follower.part.splits
-    shares_leaves, outputs = inputs.options.shares_leaves, len(ends)
-    leaves = SharedLeaves(party, follower.part, outputs, start.rounds * outputs, 1, np.zeros(outputs, np.int64))
-    eval_sets = [
-        EvalRows(of.table, transfers, splits, inputs.threads, outputs, number, shares_leaves)
-        for number, of in enumerate(inputs.eval_sets)
-    ]
-    sets = [n_rows, *(of.table.n_rows for of in inputs.eval_sets)]
-    if start.rounds:
-        shared, beyond = forest_with_lines(inputs, party.receive(active, HiddenForest), len(splits), len(ends))
-        if (shared.outputs, shared.nbytes) != (len(ends), WEIGHT_BYTES):
-            raise PeerProtocolError(active, f"expected trees of {len(ends)} outputs, in whole units", at="HiddenForest")
-        pads = [] if key is None else pads_of(key, beyond)
-        own = with_lines(partial(decide_rows, splits, inputs.rows.table, inputs.threads), shared.held, n_rows, pads)
-        earlier = None
-        if shares_leaves:
-            earlier = leaves.of_earlier(transfers, len(shared.records), len(shared.others))
-        margins += compute(party, margin_shares(transfers, n_rows, own, shared, earlier, shares_leaves)).T
-        for rows in eval_sets:
-            rows.add(party, shared, earlier, pads)
-
-    ahead, samples = Ahead(transfers), list[tuple[Flags | None, list[Int32s]]]()
-    begun = 0
-
-    def grow(sent: HiddenTree) -> None:
-        nonlocal begun
-        follower.limits.tree()
-        follower.next_tree()
-        samples.append(_read_sample(sent, active, columns, ends[0].places, n_rows))
-        if len(samples) < len(ends):
-            return
-        # of all classes
-        ahead.nbytes = sent.ahead
-        ahead.begin_tree()
-        trees, own_shares = list[GrownTree](), list[Integers]()
-        for of in pieces(len(ends), CLASSES_AT_ONCE):
-            of_trees = [columns.of_tree(end, on) for end, (_, on) in zip(ends[of], samples[of], strict=True)]
-            if key is not None:
-                of_trees = [
-                    replace(end, further=Padded(key, further, begun + 1 + k, sets, _candidates(end)))
-                    for k, end in enumerate(of_trees)
-                ]
-            begun += len(of_trees)
-            steps = hidden_tree.grow_together(of_trees, margins[of], [sampled for sampled, _ in samples[of]])
-            grown = compute(party, steps, ahead)
-            for levels, _, shares in grown:
-                trees.append((levels, record(splits, columns.bins, levels)))
-                for level in levels:
-                    columns.note_splits(inputs, zip(level.columns.tolist(), level.left_bins, strict=True))
-                if not shares_leaves:
-                    party.send(active, WeightShares(Array.of(shares)))
-            weights = None
-            if shares_leaves:
-                weights = leaves.of_trees([shares for *_, shares in grown])
-                own_shares += weights
-                leaves.reach_too_far(transfers, of)
-            margins[of] = compute(party, hidden_tree.add_weights(grown, margins[of], weights, shared=shares_leaves))
-        samples.clear()
-        for rows in eval_sets:
-            rows.add_round(party, trees, ends[0].place, np.stack(own_shares) if shares_leaves else None)
-            party.send(active, EvalLoss(Array.of(rows.loss(party, objective, None, 1))))
-
-    return follower.follow(MessageOrder(_TABLE, "between trees"), {HiddenTree: grow})
-
-
-_TABLE: Table = {
-    "between trees": {HiddenTree: "between trees", CheckpointRequest: "between trees", Finish: "finished"},
-    "finished": {},
-}
-
-
-def _candidates(end: HiddenEnd) -> list[int]:
-    return [len(end.candidates[place]) for place in end.places[2:]]
-
-
-def _read_sample(
-    sent: HiddenTree, active: str, columns: Columns, places: Sequence[int], n_rows: int
-) -> tuple[Flags | None, list[Int32s]]:
-    """Return a tree's rows, None for all, and each owner's columns, in the job's order."""
-    fields = ["active", "passive", *(f"further[{k}]" for k in range(len(sent.further)))]
-    if len(fields) != len(places):
-        raise PeerProtocolError(active, "expected columns of all owners", at="HiddenTree.further")
-    found = dict[int, Int32s]()
-    for place, of, field in zip(places, (sent.active, sent.passive, *sent.further), fields, strict=True):
-        found[place] = ascending(of, len(columns.layouts[place].categorical), active, f"HiddenTree.{field}")
-    if not any(map(len, found.values())):
-        raise PeerProtocolError(active, "expected a column at least", at="HiddenTree")
-    ordered = [found[place] for place in range(len(found))]
-    if sent.rows is None:
-        return None, ordered
-    packed = view(sent.rows, np.uint8, (-(-n_rows // 8),), peer=active, what="HiddenTree.rows")
-    return np.unpackbits(packed, count=n_rows).view(np.bool_), ordered

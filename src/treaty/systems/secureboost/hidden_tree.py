@@ -106,6 +106,11 @@ class HiddenEnd:
         return [self.places[1 - self.role], *self.places[2:]]
 
     @property
+    def of_further(self) -> list[int]:
+        """The numbers of further parties' candidates."""
+        return [len(self.candidates[place]) for place in self.places[2:]]
+
+    @property
     def blocks(self) -> list[slice]:
         """Each owner's candidates among all."""
         first = [0, *accumulate(map(len, self.candidates))]

@@ -34,7 +34,8 @@ from treaty.models.trees import ModelPart, margins
 from treaty.privacy.leaks import mixed_nodes
 from treaty.systems.observers import TreeFinished
 from treaty.systems.secureboost import shared_prediction
-from treaty.systems.secureboost.hidden_training import train_active, train_passive
+from treaty.systems.secureboost.hidden_partner import train_passive
+from treaty.systems.secureboost.hidden_training import train_active
 from treaty.systems.secureboost.options import SecureBoost
 from treaty.systems.system import RoleInput
 from treaty.systems.vertical import messages
