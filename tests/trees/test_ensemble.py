@@ -6,12 +6,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from treaty.trees.ensemble import (
+    BitWalk,
     SplitTable,
     Tree,
     Walk,
     join_splits,
-    leaves_from_bits,
-    margins_from_bits,
 )
 from trees.plain import random_codes, random_labels, train
 
@@ -116,11 +115,11 @@ def test_walking_by_values_and_by_bits_equals_a_recursive_walk(
     by_values, by_bits = (np.full((n_rows, n_outputs), 0.25) for _ in range(2))
     Walk(trees, splits).add_to(by_values, np.hstack(parts), threads)
     bits = [table.decide(part, threads=threads) for table, part in zip(tables, parts, strict=True)]
-    margins_from_bits(trees, splits.base, np.vstack(bits), by_bits, threads)
+    BitWalk(trees, splits.base).add_to(by_bits, np.vstack(bits), threads)
     np.testing.assert_array_equal(by_values, expected)
     np.testing.assert_array_equal(by_bits, expected)
     leaves = _naive_leaves(trees, tables, parts)
-    found = leaves_from_bits(trees, splits.base, np.vstack(bits), n_rows, threads)
+    found = BitWalk(trees, splits.base).leaves(np.vstack(bits), n_rows, threads)
     assert found.dtype == np.int32
     np.testing.assert_array_equal(found, leaves)
 
@@ -134,9 +133,10 @@ def test_walking_many_rows_is_the_same_with_any_number_of_threads(n_rows):
         by_values, by_bits = np.zeros((n_rows, 2)), np.zeros((n_rows, 2))
         Walk(trees, splits).add_to(by_values, np.hstack(parts), threads)
         bits = np.vstack([table.decide(part, threads=threads) for table, part in zip(tables, parts, strict=True)])
-        margins_from_bits(trees, splits.base, bits, by_bits, threads)
+        walk = BitWalk(trees, splits.base)
+        walk.add_to(by_bits, bits, threads)
         results += [by_values, by_bits]
-        leaves = leaves_from_bits(trees, splits.base, bits, n_rows, threads)
+        leaves = walk.leaves(bits, n_rows, threads)
         np.testing.assert_array_equal(leaves, _naive_leaves(trees, tables, parts))
     for other in results[1:]:
         np.testing.assert_array_equal(other, results[0])
@@ -217,5 +217,5 @@ def test_margins_after_training_equal_those_of_walking_the_training_rows(objecti
     np.testing.assert_array_equal(trained.walk(trained.matrix), trained.margins)
     by_bits = trained.start(len(y))
     bits = np.vstack([part.splits.decide(part.matrix) for part in trained.parts])
-    margins_from_bits(trained.trees, trained.joined().base, bits, by_bits)
+    BitWalk(trained.trees, trained.joined().base).add_to(by_bits, bits)
     np.testing.assert_array_equal(by_bits, trained.margins)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from systems.vertical.models_of_owners import contributions_of_xgboost, vertical_model
 from treaty.models.interpretation import explain_pooled, joined_booster
-from treaty.trees.ensemble import Tree, margins_from_bits
+from treaty.trees.ensemble import BitWalk, Tree
 from treaty.trees.shap import contributions, node_weights
 
 BASE_MARGIN = 0.25
@@ -148,7 +148,7 @@ def test_contributions_of_a_long_path_equal_the_shapley_values(n_features):
 def test_contributions_and_bias_add_up_to_the_margin(seed, n_rows, n_features, depth):
     trees, features, left = _random_forest(seed, n_rows, n_features, 2, 2, depth, empty=0.1)
     margins = np.full((n_rows, 2), BASE_MARGIN)
-    margins_from_bits(trees, np.zeros(1, np.int64), np.packbits(left, axis=1), margins)
+    BitWalk(trees, np.zeros(1, np.int64)).add_to(margins, np.packbits(left, axis=1))
     found = _explain(trees, features, left, n_features, 2)
     np.testing.assert_allclose(found.sum(axis=2).T, margins, rtol=0, atol=1e-11)
 
@@ -156,7 +156,7 @@ def test_contributions_and_bias_add_up_to_the_margin(seed, n_rows, n_features, d
 def test_contributions_add_up_at_the_greatest_depth():
     trees, features, left = _random_forest(2, 50, 24, 1, 2, 24, chain=True)
     margins = np.full((50, 1), BASE_MARGIN)
-    margins_from_bits(trees, np.zeros(1, np.int64), np.packbits(left, axis=1), margins)
+    BitWalk(trees, np.zeros(1, np.int64)).add_to(margins, np.packbits(left, axis=1))
     np.testing.assert_allclose(_explain(trees, features, left, 24, 1).sum(axis=2).T, margins, rtol=0, atol=1e-12)
 
 
@@ -188,7 +188,7 @@ def test_noisy_covers_leave_finite_contributions_that_add_up():
     noisy = [replace(tree, cover=noise.normal(0, 50, len(tree.cover)) + tree.cover / 20) for tree in trees]
     assert min(tree.cover.min() for tree in noisy) < 0
     margins = np.full((40, 1), BASE_MARGIN)
-    margins_from_bits(noisy, np.zeros(1, np.int64), np.packbits(left, axis=1), margins)
+    BitWalk(noisy, np.zeros(1, np.int64)).add_to(margins, np.packbits(left, axis=1))
     found = _explain(noisy, features, left, 4, 1)
     np.testing.assert_allclose(found.sum(axis=2).T, margins, rtol=0, atol=1e-10)
     assert np.abs(found).max() < 100

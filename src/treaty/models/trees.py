@@ -26,7 +26,7 @@ from treaty.machine.arrays import Bytes, Flags, Floats, Int32s, Integers, pieces
 from treaty.machine.database import Mark
 from treaty.privacy.randomised_response import KnownRows, RandomisedRows
 from treaty.trees.boosting import Forest
-from treaty.trees.ensemble import SplitTable, Tree, Walk, join_splits, leaves_from_bits, margins_from_bits
+from treaty.trees.ensemble import BitWalk, SplitTable, Tree, Walk, join_splits
 from treaty.trees.objectives import Objective
 
 FORMAT = Format("model-part", 4)
@@ -389,13 +389,13 @@ def renumber(tree: Tree, used: Sequence[Int32s]) -> Tree:
 def margins(decisions: RowDecisions, objective: Objective, threads: int = 1) -> Floats:
     """Return margins, float64 (n_rows, n_outputs)."""
     total = np.full((decisions.n_rows, objective.n_outputs), objective.base_margins)
-    margins_from_bits(decisions.trees, decisions.base, decisions.packed, total, threads)
+    BitWalk(decisions.trees, decisions.base).add_to(total, decisions.packed, threads)
     return total
 
 
 def leaves(decisions: RowDecisions, threads: int = 1) -> Int32s:
     """Return the leaf each row ends in, int32 (n_rows, n_trees): its number among the tree's nodes."""
-    return leaves_from_bits(decisions.trees, decisions.base, decisions.packed, decisions.n_rows, threads)
+    return BitWalk(decisions.trees, decisions.base).leaves(decisions.packed, decisions.n_rows, threads)
 
 
 def staged_margins(decisions: RowDecisions, forest: Forest, threads: int = 1) -> Iterator[Floats]:
@@ -403,5 +403,5 @@ def staged_margins(decisions: RowDecisions, forest: Forest, threads: int = 1) ->
     total = np.full((decisions.n_rows, forest.objective.n_outputs), forest.objective.base_margins)
     for start in range(0, len(decisions.trees), forest.trees_a_round):
         trees = decisions.trees[start : start + forest.trees_a_round]
-        margins_from_bits(trees, decisions.base, decisions.packed, total, threads)
+        BitWalk(trees, decisions.base).add_to(total, decisions.packed, threads)
         yield total.copy()

@@ -30,7 +30,7 @@ from treaty.systems.federboost_vertical.options import FederBoostVertical
 from treaty.systems.observers import observing
 from treaty.systems.options import SystemOptions
 from treaty.systems.system import LabelledRows, System
-from treaty.trees.ensemble import SplitTable, Walk, join_splits, margins_from_bits
+from treaty.trees.ensemble import BitWalk, SplitTable, Walk, join_splits
 from treaty.trees.scanning import scan_splits
 
 _SMALL: dict[str, dict[str, Any]] = {
@@ -70,9 +70,8 @@ def compile_trees() -> None:
 def compile_walks() -> None:
     """Compile what walks down trees whose nodes are decided by several parties."""
     with _without_collecting():
-        margins_from_bits(
-            [], np.zeros(1, np.int64), SplitTable().decide(np.zeros((1, 1), np.float32)), np.zeros((1, 1))
-        )
+        decided = SplitTable().decide(np.zeros((1, 1), np.float32))
+        BitWalk([], np.zeros(1, np.int64)).add_to(np.zeros((1, 1)), decided)
 
 
 @contextmanager

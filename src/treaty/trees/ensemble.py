@@ -284,21 +284,27 @@ class Walk:
         share(lambda a, b: walk_values(matrix, nodes, splits, a, b, margins), len(matrix), threads, least=256)
 
 
-def margins_from_bits(trees: Sequence[Tree], base: Integers, packed: Bytes, margins: Floats, threads: int = 1) -> None:
-    """Walk rows down trees by the owners' decisions, and add leaf values to `margins` as `Walk.add_to` does.
+class BitWalk:
+    """Trees whose splits are decided by their owners, prepared once for rows that may come a few at a time.
 
-    `packed` holds the lines of `SplitTable.decide`, owners one after another; ``base[s]`` is the line of owner s's
-    first record.
+    Decisions are `packed`, uint8 (n_records, ceil(n_rows / 8)): the lines of `SplitTable.decide`, owners one after
+    another. ``base[s]`` is the line of owner s's first record.
     """
-    nodes, no_leaves = _stack(trees, base), np.zeros((0, 0), np.int32)
-    share(lambda a, b: walk_bits(packed, nodes, a, b, margins, no_leaves), len(margins), threads, least=256)
 
+    def __init__(self, trees: Sequence[Tree], base: Integers) -> None:
+        self._nodes = _stack(trees, base)
 
-def leaves_from_bits(trees: Sequence[Tree], base: Integers, packed: Bytes, n_rows: int, threads: int = 1) -> Int32s:
-    """Return the leaf of each row in each tree, int32 (n_rows, n_trees), numbered within the tree."""
-    leaves, nodes, no_margins = np.empty((n_rows, len(trees)), np.int32), _stack(trees, base), np.zeros((0, 1))
-    share(lambda a, b: walk_bits(packed, nodes, a, b, no_margins, leaves), n_rows, threads, least=256)
-    return leaves
+    def add_to(self, margins: Floats, packed: Bytes, threads: int = 1) -> None:
+        """Walk rows down the trees and add leaf values to `margins` in place, as `Walk.add_to` does."""
+        nodes, no_leaves = self._nodes, np.zeros((0, 0), np.int32)
+        share(lambda a, b: walk_bits(packed, nodes, a, b, margins, no_leaves), len(margins), threads, least=256)
+
+    def leaves(self, packed: Bytes, n_rows: int, threads: int = 1) -> Int32s:
+        """Return the leaf of each row in each tree, int32 (n_rows, n_trees), numbered within the tree."""
+        nodes, no_margins = self._nodes, np.zeros((0, 1))
+        found = np.empty((n_rows, len(nodes.start)), np.int32)
+        share(lambda a, b: walk_bits(packed, nodes, a, b, no_margins, found), n_rows, threads, least=256)
+        return found
 
 
 def _stack(trees: Sequence[Tree], base: Integers) -> Nodes:

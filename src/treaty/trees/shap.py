@@ -38,7 +38,7 @@ def contributions(
 ) -> Floats:  # fmt: skip
     """Return what each feature adds to each row's margin, float64 (n_outputs, n_rows, n_features + 1).
 
-    `packed` and `base` are as in `ensemble.margins_from_bits`, `base_margins`, (n_outputs,), are those of the loss;
+    `packed` and `base` are as in `ensemble.BitWalk`, `base_margins`, (n_outputs,), are those of the loss;
     `features`, int32 (n_records,), is the feature below `n_features` that each line of `packed` splits on. The last
     column is the bias, the mean margin by the trees' weights; the columns of a row add up to its margin (to 1e-12 of
     the leaves' sizes). The result is a view whose rows lie next to each other in memory.

@@ -25,7 +25,7 @@ from treaty.messaging.party import Party
 from treaty.models.trees import ModelPart, RowDecisions, check_shown, decide, margins, renumber, used_records
 from treaty.privacy.randomised_response import KnownRows, RandomisedRows
 from treaty.systems.system import LabelledRows, RoleInput
-from treaty.trees.ensemble import SplitTable, Tree, margins_from_bits
+from treaty.trees.ensemble import BitWalk, SplitTable, Tree
 
 logger = logging.getLogger(__name__)
 
@@ -150,8 +150,9 @@ def decided_by_all(
     """
 
     def add_trees(trees: Sequence[Tree], margins: Floats) -> None:
-        found = ask_all(party, part, trees, table, number, threads)
-        margins_from_bits(found.trees, found.base, found.packed, margins, threads)
+        owners = _Owners(party, part, trees)
+        owners.ask(number)
+        BitWalk(owners.trees, owners.base).add_to(margins, owners.decided(table, threads), threads)
 
     return add_trees
 
@@ -160,21 +161,39 @@ def ask_all(
     party: Party, part: ModelPart, trees: Sequence[Tree], table: Table, number: int, threads: int
 ) -> RowDecisions:
     """Decide `table`, row set `number` at all other parties, at every record that the trees use, in one round."""
-    n_rows, sources = table.n_rows, part.grown.sources
-    used = used_records(trees, len(sources))
-    theirs = [(name, of) for name, of in zip(sources, used, strict=True) if name != party.name and len(of)]
-    for name, records in theirs:
-        party.send(name, DecideRequest(number, Array.of(records)))
-    # own rows are decided while the others decide theirs
-    packed = {party.name: decide(part.splits, table, used[sources.index(party.name)], threads)}
-    packed |= {name: take_decisions(party, name, Decisions, len(records), n_rows) for name, records in theirs}
-    return RowDecisions(
-        trees=[renumber(tree, used) for tree in trees],
-        base=np.cumsum([0, *(len(records) for records in used)]),
-        packed=np.concatenate([packed[name] for name in sources if name in packed]),
-        used=used,
-        n_rows=n_rows,
-    )
+    owners = _Owners(party, part, trees)
+    owners.ask(number)
+    packed = owners.decided(table, threads)
+    return RowDecisions(owners.trees, owners.base, packed, list(owners.used.values()), table.n_rows)
+
+
+class _Owners:
+    """The owners of the records that some trees use, `used` by each, and the trees with these records alone.
+
+    `trees` and `base` are as in `RowDecisions`.
+    """
+
+    def __init__(self, party: Party, part: ModelPart, trees: Sequence[Tree]) -> None:
+        self._party, self._splits = party, part.splits
+        sources = part.grown.sources
+        used = used_records(trees, len(sources))
+        self.used = dict(zip(sources, used, strict=True))
+        self.trees = [renumber(tree, used) for tree in trees]
+        self.base = np.cumsum([0, *map(len, used)])
+        self._others = [name for name, records in self.used.items() if name != party.name and len(records)]
+
+    def ask(self, number: int) -> None:
+        """Ask the others for their decisions of row set `number`."""
+        for name in self._others:
+            self._party.send(name, DecideRequest(number, Array.of(self.used[name])))
+
+    def decided(self, table: Table, threads: int) -> Bytes:
+        """Return all owners' decisions, packed: own ones of `table`, made while the others make theirs."""
+        own = self._party.name
+        packed = {own: decide(self._splits, table, self.used[own], threads)}
+        for name in self._others:
+            packed[name] = take_decisions(self._party, name, Decisions, len(self.used[name]), table.n_rows)
+        return np.concatenate([packed[name] for name in self.used if name in packed])
 
 
 def take_decisions(party: Party, peer: str, kind: type[Any], count: int, n_rows: int) -> Bytes:
@@ -338,7 +357,8 @@ def predict_passive(inputs: RoleInput) -> None:
 # -------- prediction row by row, for as long as it is wanted: parties that have aligned their rows once stay connected
 #
 # The active party names rows by their numbers among those that all parties have, and gets their sides at all records in
-# use, in one round for each request; its own columns of these rows may be newer than those of its table.
+# use, told at the beginning, in one round for each request; its own columns of these rows may be newer than those of
+# its table.
 
 # Rows of one request, at most
 MOST_ROWS = 1 << 20
@@ -367,11 +387,15 @@ Requests = Iterator[Asked | None]
 
 def online_active(inputs: RoleInput) -> None:
     """Predict what `inputs.requests` asks for, until it ends."""
-    trees = _open_active(inputs, "rows")
+    objective = inputs.part.forest.objective
+    owners = _Owners(inputs.party, inputs.part, _open_active(inputs, "rows"))
+    owners.ask(0)
+    walk = BitWalk(owners.trees, owners.base)
 
     def answer(asked: Asked) -> Floats:
-        found = ask_all(inputs.party, inputs.part, trees, asked.table, 0, inputs.threads)
-        return margins(found, inputs.part.forest.objective, inputs.threads)
+        found = np.full((asked.table.n_rows, objective.n_outputs), objective.base_margins)
+        walk.add_to(found, owners.decided(asked.table, inputs.threads), inputs.threads)
+        return found
 
     answer_requests(inputs, answer)
 
@@ -409,13 +433,15 @@ def online_passive(inputs: RoleInput) -> None:
     party, (active,), shown = inputs.party, inputs.party.peers, _open_passive(inputs, "rows")
     # by row, as single rows are asked for
     matrix = shown.matrix() if isinstance(shown, Table) else shown
-    sets = RowSets(active, [])
+    # the active party asks for no records if its trees use none
+    request: DecideRequest | None = None
     while not isinstance(asked := party.receive(active, OnlineRows, DecideRequest, Finish), Finish):
         if isinstance(asked, DecideRequest):
-            for decisions in sets.decide(asked, inputs.part.splits, inputs.threads):
-                party.send(active, decisions)
+            request = asked
             continue
         assert isinstance(asked, OnlineRows)
         party.transcript.clear()
         rows = asked_rows(asked, active, len(matrix))
-        sets = RowSets(active, [matrix[rows]] if len(rows) else [])
+        if request is not None and len(rows):
+            for decisions in RowSets(active, [matrix[rows]]).decide(request, inputs.part.splits, inputs.threads):
+                party.send(active, decisions)
