@@ -26,7 +26,7 @@ from treaty.machine.arrays import Bytes, Flags, Floats, Int32s, Integers, pieces
 from treaty.machine.database import Mark
 from treaty.privacy.randomised_response import KnownRows, RandomisedRows
 from treaty.trees.boosting import Forest
-from treaty.trees.ensemble import BitWalk, SplitTable, Tree, Walk, join_splits
+from treaty.trees.ensemble import BitWalk, JoinedSplits, SplitTable, Tree, Walk, join_splits
 from treaty.trees.objectives import Objective
 
 FORMAT = Format("model-part", 4)
@@ -274,9 +274,10 @@ def walk_tables(walk: Walk, tables: Sequence[Table], margins: Floats, threads: i
 
 
 def decide(
-    splits: SplitTable, table: Table, records: Int32s | None = None, threads: int = 1, rows: slice | None = None
-) -> Bytes:
-    """Return what `SplitTable.decide` does, of a table's rows (None: all), without a copy of the whole table."""
+    splits: SplitTable | JoinedSplits, table: Table, records: Int32s | None = None, threads: int = 1,
+    rows: slice | None = None,
+) -> Bytes:  # fmt: skip
+    """Return what `splits.decide` does, of a table's rows (None: all), without a copy of the whole table."""
     first, stop, _ = (rows or slice(None)).indices(table.n_rows)
     found = [
         splits.decide(table.matrix(slice(first + some.start, first + some.stop)), records, threads)

@@ -211,23 +211,8 @@ class SplitTable:
         return len(self.feature) - 1
 
     def decide(self, matrix: NDArray[Any], records: Int32s | None = None, threads: int = 1) -> Bytes:
-        """Return packed bits (`numpy.packbits`), uint8 (records, ceil(n_rows / 8)): which rows go left at each record.
-
-        `matrix` is (n_rows, n_features); NaN is missing, a categorical feature holds category codes.
-        """
-        # read-only arrays, as of a message, are another type to numba
-        records = np.arange(len(self), dtype=np.int32) if records is None else records.copy()
-        flat = join_splits([self], [matrix.shape[1]])
-        packed = np.empty((len(records), -(-len(matrix) // 8)), np.uint8)
-
-        def work(first: int, last: int) -> None:
-            record_bits(
-                matrix, records, flat.feature, flat.threshold, flat.missing_left,
-                flat.category_start, flat.category_left, first, last, packed,
-            )  # fmt: skip
-
-        share(work, packed.shape[1], threads, least=256)
-        return packed
+        """Return what `JoinedSplits.decide` does, of this table alone."""
+        return join_splits([self], [matrix.shape[1]]).decide(matrix, records, threads)
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,6 +228,28 @@ class JoinedSplits:
     missing_left: Flags
     category_start: Integers
     category_left: Bytes
+
+    def __len__(self) -> int:
+        return len(self.feature)
+
+    def decide(self, matrix: NDArray[Any], records: Int32s | None = None, threads: int = 1) -> Bytes:
+        """Return packed bits (`numpy.packbits`), uint8 (records, ceil(n_rows / 8)): which rows go left at each record.
+
+        `matrix` is (n_rows, n_features); NaN is missing, a categorical feature holds category codes. `records` are rows
+        of the joined table (None: all).
+        """
+        # read-only arrays, as of a message, are another type to numba
+        records = np.arange(len(self), dtype=np.int32) if records is None else records.copy()
+        packed = np.empty((len(records), -(-len(matrix) // 8)), np.uint8)
+
+        def work(first: int, last: int) -> None:
+            record_bits(
+                matrix, records, self.feature, self.threshold, self.missing_left,
+                self.category_start, self.category_left, first, last, packed,
+            )  # fmt: skip
+
+        share(work, packed.shape[1], threads, least=256)
+        return packed
 
 
 def join_splits(tables: Sequence[SplitTable], n_features: Sequence[int]) -> JoinedSplits:

@@ -25,7 +25,7 @@ from treaty.messaging.party import Party
 from treaty.models.trees import ModelPart, RowDecisions, check_shown, decide, margins, renumber, used_records
 from treaty.privacy.randomised_response import KnownRows, RandomisedRows
 from treaty.systems.system import LabelledRows, RoleInput
-from treaty.trees.ensemble import BitWalk, SplitTable, Tree
+from treaty.trees.ensemble import BitWalk, JoinedSplits, SplitTable, Tree, join_splits
 
 logger = logging.getLogger(__name__)
 
@@ -174,7 +174,7 @@ class _Owners:
     """
 
     def __init__(self, party: Party, part: ModelPart, trees: Sequence[Tree]) -> None:
-        self._party, self._splits = party, part.splits
+        self._party, self._splits = party, join_splits([part.splits], [len(part.schema.names)])
         sources = part.grown.sources
         used = used_records(trees, len(sources))
         self.used = dict(zip(sources, used, strict=True))
@@ -217,7 +217,7 @@ class RowSets:
         self._decided: list[set[int]] = [set() for _ in shown]
 
     def decide(
-        self, request: DecideRequest, splits: SplitTable, threads: int, known: int | None = None
+        self, request: DecideRequest, splits: SplitTable | JoinedSplits, threads: int, known: int | None = None
     ) -> Iterator[Decisions]:
         """Answer the active party as the owner of `splits`; PeerProtocolError for what a walk down trees needs not.
 
@@ -433,6 +433,7 @@ def online_passive(inputs: RoleInput) -> None:
     party, (active,), shown = inputs.party, inputs.party.peers, _open_passive(inputs, "rows")
     # by row, as single rows are asked for
     matrix = shown.matrix() if isinstance(shown, Table) else shown
+    splits = join_splits([inputs.part.splits], [matrix.shape[1]])
     # the active party asks for no records if its trees use none
     request: DecideRequest | None = None
     while not isinstance(asked := party.receive(active, OnlineRows, DecideRequest, Finish), Finish):
@@ -443,5 +444,5 @@ def online_passive(inputs: RoleInput) -> None:
         party.transcript.clear()
         rows = asked_rows(asked, active, len(matrix))
         if request is not None and len(rows):
-            for decisions in RowSets(active, [matrix[rows]]).decide(request, inputs.part.splits, inputs.threads):
+            for decisions in RowSets(active, [matrix[rows]]).decide(request, splits, inputs.threads):
                 party.send(active, decisions)
