@@ -49,7 +49,8 @@ class Arrivals:
 
     To hand a small frame to another thread takes a fifth of its round trip. So a thread that has put a frame for which
     the party waits lends its connection: from then on the party's thread reads small frames itself when it waits. A
-    loan ends when something else comes, or when the party's thread has not read for a moment, as it computes.
+    loan ends when something else comes or nothing for a second, so that a slow frame gets signs of life, and when the
+    party's thread has not read for a moment, as it computes.
     """
 
     def __init__(self) -> None:
@@ -71,37 +72,38 @@ class Arrivals:
         """Add an item. A connection's thread offers a `loan` of it; the call returns when that is over."""
         with self._lock:
             self._items.put(item)
-            lends, self._waits = loan is not None and (self._waits or self._reads), False
-            if lends and loan is not None:
-                loan.ended.clear()
-                self._loans, self._used = (*self._loans, loan), time.monotonic()
+            lent, self._waits = loan if self._waits or self._reads else None, False
+            if lent is not None:
+                lent.ended.clear()
+                self._loans, self._used = (*self._loans, lent), time.monotonic()
             if self._reads:
                 # a full one wakes it, too
                 with suppress(BlockingIOError):
                     os.write(self._waker, b"0")
-        while lends and loan is not None and not loan.ended.wait(_MOMENT):
+        while lent is not None and not lent.ended.wait(_MOMENT):
             with self._lock:
                 unused = self._waits or time.monotonic() - self._used > _MOMENT
-                if unused and not self._reads:
-                    self._end(loan)
+                if unused and not self._reads and lent in self._loans:
+                    self._loans = tuple(loan for loan in self._loans if loan is not lent)
+                    return
 
     def get(self, timeout: float) -> Arrival | PeerError | None:
         """Take the next item; raise `queue.Empty` after `timeout` seconds."""
         deadline = time.monotonic() + timeout
         left = timeout
         while True:
-            with self._lock:
-                if left <= 0.0 or not self._items.empty():
-                    return self._items.get_nowait()
-                loans = self._loans
-                self._reads, self._waits = bool(loans), not loans
             try:
+                with self._lock:
+                    if left <= 0.0 or not self._items.empty():
+                        return self._items.get_nowait()
+                    loans = self._loans
+                    self._reads, self._waits = bool(loans), not loans
                 if not loans:
                     return self._items.get(True, min(left, threading.TIMEOUT_MAX))
                 if (found := self._read(loans, deadline)) is not None:
                     return found
             finally:
-                # not under the lock: a loan ends only after both are set, and begins only if one is not
+                # in this order: from then on a loan may be taken back
                 self._used = time.monotonic()
                 self._reads = self._waits = False
             left = deadline - self._used
@@ -113,6 +115,7 @@ class Arrivals:
             self._of_number = {loan.line.fileno(): loan for loan in loans}
             for number in (self._woken, *self._of_number):
                 self._poll.register(number, select.POLLIN)
+        until = min(deadline, time.monotonic() + _SIGN_OF_LIFE)
         ready: Iterable[Loan | None] = loans
         pulls = False
         while ready:
@@ -129,17 +132,18 @@ class Arrivals:
                     # after an error OpenSSL may wait for more: the connection's thread finds it broken off
                     if isinstance(error, ssl.SSLError):
                         loan.line.break_off()
-                    with self._lock:
-                        self._end(loan)
+                    self._end(loan)
                     return None
-            left = 1000.0 * min(1e6, max(0.0, deadline - time.monotonic()))
+            left = 1000.0 * max(0.0, until - time.monotonic())
             ready, pulls = [self._of_number.get(number) for number, _ in self._poll.poll(left)], True
+        self._end(*loans)
         return None
 
-    def _end(self, loan: Loan) -> None:
-        """End a loan, under the lock, if it has not ended."""
-        self._loans = tuple(of for of in self._loans if of is not loan)
-        loan.ended.set()
+    def _end(self, *loans: Loan) -> None:
+        with self._lock:
+            self._loans = tuple(loan for loan in self._loans if loan not in loans)
+        for loan in loans:
+            loan.ended.set()
 
 
 def _close(*files: int) -> None:
