@@ -356,3 +356,27 @@ def test_polling_has_the_files_of_the_lines_on_loan(arrivals, pair, pool, monkey
         with pytest.raises(queue.Empty):
             arrivals.get(0.05)
         lent.result(within(10))
+
+
+def test_an_end_that_closes_takes_what_came_on_loan_and_sends_its_receipt(clinic, on_loan, pool):
+    on_loan.frame(1, b"goodbye")
+    on_loan.line.send(header(ASK))
+    pool.submit(clinic.close)
+    assert on_loan.next() == (RECEIPT, 0, 0, 2)
+
+
+def test_parties_that_wait_for_each_others_receipts_do_not_wait_for_loans(tls_end, connect, pool, monkeypatch):
+    monkeypatch.setattr(tls_server, "_MOMENT", 1000.0)
+    monkeypatch.setattr(tls_server, "_SIGN_OF_LIFE", 1000.0)
+    ends = [tls_end("clinic", ["lab"]), tls_end("lab", ["clinic"])]
+    assert set(connect(ends).values()) == {None}
+    for one, other in (ends, ends[::-1]):
+        waits = pool.submit(one.receive, 30)
+        wait_until(lambda one=one: one._arrivals._waits or one._arrivals._reads)
+        other.send(one.name, b"a", 30)
+        assert bytes(waits.result(within(10)).frame) == b"a"
+        wait_until(lambda one=one: one._arrivals._loans)
+    goodbyes = [pool.submit(ends[k].send, ends[1 - k].name, b"goodbye", 30, receipt=True) for k in range(2)]
+    for call in goodbyes:
+        call.result(within(20))
+    assert [bytes(end.receive(30).frame) for end in ends] == [b"goodbye", b"goodbye"]

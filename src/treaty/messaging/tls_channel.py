@@ -185,6 +185,9 @@ class TlsChannel(AbstractContextManager["TlsChannel", None]):
             raise LocalProtocolError(
                 f"expected a connected peer of {self.name} ({', '.join(self._links) or 'none'}), got {to!r}"
             )
+        if receipt:
+            # a goodbye: the peer's is to get its receipt before this end closes
+            self._arrivals.release()
         link.deliver(frame, timeout, receipt=receipt)
 
     def receive(self, timeout: float) -> Arrival | None:
@@ -207,6 +210,7 @@ class TlsChannel(AbstractContextManager["TlsChannel", None]):
 
     def close(self) -> None:
         """Leave: up to a second for receipts of the last frames, a few more if peers have stopped."""
+        self._arrivals.release()
         concurrently(PeerLink.close, self._links.values(), len(self._links))
         self._closed = True
         self._arrivals.put(None)

@@ -108,6 +108,13 @@ class Arrivals:
                 self._reads = self._waits = False
             left = deadline - self._used
 
+    def release(self) -> None:
+        """End loans that are not in use: what is to come must not wait until the connections' threads look."""
+        with self._lock:
+            loans, self._loans = ((), self._loans) if self._reads else (self._loans, ())
+        for loan in loans:
+            loan.ended.set()
+
     def _read(self, loans: tuple[Loan, ...], deadline: float) -> Arrival | None:
         """Wait for a frame of connections on loan; None if time is up, another item was put or a loan has ended."""
         if self._polled != loans:
