@@ -109,10 +109,15 @@ class Arrivals:
             left = deadline - self._used
 
     def release(self) -> None:
-        """End loans that are not in use: what is to come must not wait until the connections' threads look."""
+        """Take what has come on loans that are not in use, and end them: their threads would only look in a moment."""
         with self._lock:
             loans, self._loans = ((), self._loans) if self._reads else (self._loans, ())
         for loan in loans:
+            with suppress(OSError):
+                while True:
+                    while (found := loan.take()) is not None:
+                        self._items.put(found)
+                    loan.line.pull()
             loan.ended.set()
 
     def _read(self, loans: tuple[Loan, ...], deadline: float) -> Arrival | None:
@@ -135,10 +140,7 @@ class Arrivals:
                         loan.line.pull()
                     if (found := loan.take()) is not None:
                         return found
-                except OSError as error:
-                    # after an error OpenSSL may wait for more: the connection's thread finds it broken off
-                    if isinstance(error, ssl.SSLError):
-                        loan.line.break_off()
+                except OSError:
                     self._end(loan)
                     return None
             left = 1000.0 * max(0.0, until - time.monotonic())
@@ -295,7 +297,13 @@ class Server:
 
     def _take_small(self, peer: str, sender: _Sender, line: Line) -> Arrival | None:
         """Take a frame for the party's thread, None if it has not come; OSError for what that thread must not take."""
-        if (found := line.peek(_SMALL)) is None:
+        try:
+            found = line.peek(_SMALL)
+        except ssl.SSLError:
+            # OpenSSL may now wait for more: the connection's thread finds it broken off
+            line.break_off()
+            raise
+        if found is None:
             return None
         plain = found.kind == units.FRAME and found.number == sender.received and found.size <= _SMALL
         if not plain or not self._credit.fits(peer, found.size):
