@@ -49,6 +49,7 @@ def test_systems_are_named_in_two_places():
         "systems/__init__.py",
         "attacks/ciphertexts.py",  # what is attacked are messages of single systems
         "attacks/hidden_values.py",
+        "attacks/nodes.py",
         "estimators/glm.py",  # options of every regression are in the folder of its systems
         "estimators/statistics.py",  # and those of statistics
         "runs/warm_up.py",  # kernels of trees are compiled by playing the smallest system

@@ -112,13 +112,16 @@ class Arrivals:
         """Take what has come on loans that are not in use, and end them: their threads would only look in a moment."""
         with self._lock:
             loans, self._loans = ((), self._loans) if self._reads else (self._loans, ())
-        for loan in loans:
-            with suppress(OSError):
-                while True:
-                    while (found := loan.take()) is not None:
-                        self._items.put(found)
-                    loan.line.pull()
-            loan.ended.set()
+        try:
+            for loan in loans:
+                with suppress(OSError):
+                    while True:
+                        while (found := loan.take()) is not None:
+                            self._items.put(found)
+                        loan.line.pull()
+        finally:
+            for loan in loans:
+                loan.ended.set()
 
     def _read(self, loans: tuple[Loan, ...], deadline: float) -> Arrival | None:
         """Wait for a frame of connections on loan; None if time is up, another item was put or a loan has ended."""
