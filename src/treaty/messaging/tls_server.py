@@ -296,7 +296,8 @@ class Server:
                 self._credit.give_back(peer, found.size)
                 raise
             sender.received += 1
-            self._arrivals.put(Arrival(peer, frame), loan)
+            # after a long frame another may follow, which would end the loan at once
+            self._arrivals.put(Arrival(peer, frame), loan if found.size <= _SMALL else None)
 
     def _take_small(self, peer: str, sender: _Sender, line: Line) -> Arrival | None:
         """Take a frame for the party's thread, None if it has not come; OSError for what that thread must not take."""
