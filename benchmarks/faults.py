@@ -310,8 +310,10 @@ def model_of(folder: Path, setup: Setup) -> bytes:
         for file in (folder / name / "model").glob(f"{name}.part"):
             fields = msgspec.msgpack.decode(file.read_bytes().partition(b"\n")[2])
             parts[name] = {field: value for field, value in fields.items() if field not in OF_THE_RUN}
+            # hashes of rows under a key of the run
+            parts[name].pop("trained", None)
             if parts[name].get("randomised"):
-                del parts[name]["randomised"]["known"]  # hashes under a key of the run
+                del parts[name]["randomised"]["known"]
     return msgspec.msgpack.encode(parts)
 
 
