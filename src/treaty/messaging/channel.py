@@ -201,14 +201,10 @@ class Credit:
             f"{-(-self.limit_for(peer, nbytes, frames) >> 20)} MiB or more"
         )
 
-    def fits(self, peer: str, nbytes: int) -> bool:
-        """Return whether a frame fits into a peer's share just now."""
-        return self._unread[peer] + nbytes + OVERHEAD <= self._shares[peer]
-
     def take(self, peer: str, nbytes: int, still_wanted: Callable[[], bool]) -> bool:
         """Wait until a frame fits into a peer's share, and count it; False once the caller no longer wants it."""
         with self._changed:
-            while not self._closed and not self.fits(peer, nbytes):
+            while not self._closed and self._unread[peer] + nbytes + OVERHEAD > self._shares[peer]:
                 self._changed.wait(1.0)
                 if not still_wanted():
                     return False

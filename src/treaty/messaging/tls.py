@@ -128,25 +128,6 @@ class Line:
             self._read(deadline)
         return content
 
-    def peek(self, most: int) -> Header | None:
-        """Return the next unit's header, not taken, if all of the unit has come, or it is longer than `most` bytes."""
-        while True:
-            if (found := self._units.peek()) is not None and (found[1] or found[0].size > most):
-                return found[0]
-            if not self._decrypt():
-                return None
-
-    def pull(self) -> None:
-        """Take what has come from the socket, which is readable."""
-        if not (came := self._socket.recv_into(self._buffer)):
-            raise ConnectionError("the other end hung up")
-        with self._calling:
-            self._came.write(self._buffer[:came])
-
-    def fileno(self) -> int:
-        """Return the socket's number, to wait for it."""
-        return self._socket.fileno()
-
     def refuse(self, text: str) -> None:
         """Say why the connection ends, as the last unit."""
         with suppress(OSError):
@@ -181,26 +162,24 @@ class Line:
                 raise
 
     def _read(self, deadline: float | None) -> None:
-        while not self._decrypt():
+        room = self._units.room()
+        while True:
+            with self._calling, suppress(ssl.SSLWantReadError):
+                # a call without anything to read costs more than asking
+                if self._came.pending or self._tls.pending():
+                    # with a buffer it returns how much it has put there
+                    if not (nbytes := cast("int", self._tls.read(len(room), room))):
+                        raise ConnectionError("the other end hung up")
+                    return self._units.came(nbytes)
             self._fill(deadline)
-
-    def _decrypt(self) -> bool:
-        """Decrypt what has come; return whether it was a record, or more."""
-        with self._calling, suppress(ssl.SSLWantReadError):
-            # a call without anything to read costs more than asking
-            if self._came.pending or self._tls.pending():
-                room = self._units.room()
-                # with a buffer it returns how much it has put there
-                if not (nbytes := cast("int", self._tls.read(len(room), room))):
-                    raise ConnectionError("the other end hung up")
-                self._units.came(nbytes)
-                return True
-        return False
 
     def _fill(self, deadline: float | None) -> None:
         """Wait for the next bytes."""
         _wait(self._readable, deadline)
-        self.pull()
+        if not (came := self._socket.recv_into(self._buffer)):
+            raise ConnectionError("the other end hung up")
+        with self._calling:
+            self._came.write(self._buffer[:came])
 
     def _encrypt(self, content: bytes | memoryview) -> None:
         with self._calling:

@@ -21,6 +21,7 @@ Do not fork a process that has made a channel; start subprocesses afresh.
 """
 
 import queue
+import threading
 import time
 from collections.abc import Callable, Collection, Mapping
 from contextlib import AbstractContextManager
@@ -33,7 +34,7 @@ from treaty.messaging.channel import INBOX_LIMIT, Arrival, Credit
 from treaty.messaging.exchanges import OF_ONE_JOB
 from treaty.messaging.messages import clean
 from treaty.messaging.tls_link import PeerLink, Pings
-from treaty.messaging.tls_server import Arrivals, Server
+from treaty.messaging.tls_server import Server
 from treaty.messaging.units import VERSION, Introduction
 
 FRAME_BYTES = 60_000_000
@@ -98,13 +99,13 @@ class TlsChannel(AbstractContextManager["TlsChannel", None]):
         # a tenth more, or an outage of just that time would be over before the attempt under way, and yet end the job
         self._pings = Pings(keepalive_time, keepalive_timeout, 1.1 * reconnect)
         # what peers have sent, and what befell them; None wakes those who wait when the channel is closed
-        self._arrivals = Arrivals()
+        self._arrivals: queue.SimpleQueue[Arrival | PeerError | None] = queue.SimpleQueue()
         self._closed = False
         self._credit = Credit(name, inbox_limit, peers)
         self._terms, self._job, self._proxy = dict(terms or {}), job, proxy
         self._links: dict[str, PeerLink] = {}
         self._server = Server(
-            name, address, self._identity, self._pinned, self._arrivals, self._credit, self._receipted,
+            name, address, self._identity, self._pinned, self._arrivals.put, self._credit, self._receipted,
             self._terms, job,
         )  # fmt: skip
         # where this end listens, with the actual port
@@ -185,14 +186,11 @@ class TlsChannel(AbstractContextManager["TlsChannel", None]):
             raise LocalProtocolError(
                 f"expected a connected peer of {self.name} ({', '.join(self._links) or 'none'}), got {to!r}"
             )
-        if receipt:
-            # a goodbye: the peer's is to get its receipt before this end closes
-            self._arrivals.release()
         link.deliver(frame, timeout, receipt=receipt)
 
     def receive(self, timeout: float) -> Arrival | None:
         try:
-            item = self._arrivals.get(timeout)
+            item = self._arrivals.get(timeout > 0, min(max(0.0, timeout), threading.TIMEOUT_MAX))
         except queue.Empty:
             return None
         if self._closed or item is None:
@@ -210,7 +208,6 @@ class TlsChannel(AbstractContextManager["TlsChannel", None]):
 
     def close(self) -> None:
         """Leave: up to a second for receipts of the last frames, a few more if peers have stopped."""
-        self._arrivals.release()
         concurrently(PeerLink.close, self._links.values(), len(self._links))
         self._closed = True
         self._arrivals.put(None)

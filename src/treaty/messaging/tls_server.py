@@ -2,16 +2,10 @@
 
 from __future__ import annotations
 
-import os
-import queue
 import secrets
-import select
-import ssl
 import threading
 import time
-import weakref
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Mapping
 
 from cryptography import x509
 from cryptography.hazmat.primitives.serialization import Encoding
@@ -27,140 +21,8 @@ from treaty.messaging.tls import Line, Listener, tls_context
 _TURN_TIMEOUT = 10.0
 # seconds after which a peer whose frame comes in slowly gets a sign of life
 _SIGN_OF_LIFE = 1.0
-# seconds without use after which a loan of a connection ends; bytes of frames that the party's thread reads
-_MOMENT, _SMALL = 0.02, 1 << 15
 # seconds that a receipt or a pong, which are small, may take to leave
 _ANSWER_TIMEOUT = 5.0
-
-
-class Loan:
-    """A connection that its thread lends to the party's: `take` returns a frame that has come, None if there is none.
-
-    What `take` must leave to the connection's thread raises OSError, and ends the loan.
-    """
-
-    def __init__(self, line: Line, take: Callable[[], Arrival | None]) -> None:
-        self.line, self.take = line, take
-        self.ended = threading.Event()
-
-
-class Arrivals:
-    """What has come for a party, in order: put by any thread, got by the party's.
-
-    To hand a small frame to another thread takes a fifth of its round trip. So a thread that has put a frame for which
-    the party waits lends its connection: from then on the party's thread reads small frames itself when it waits. A
-    loan ends when something else comes or nothing for a second, so that a slow frame gets signs of life, and when the
-    party's thread has not read for a moment, as it computes.
-    """
-
-    def __init__(self) -> None:
-        self._items: queue.SimpleQueue[Arrival | PeerError | None] = queue.SimpleQueue()
-        # guards what follows
-        self._lock = threading.Lock()
-        # whether the party's thread waits for an item, or reads connections; when it last stopped reading
-        self._waits, self._reads, self._used = False, False, 0.0
-        self._loans: tuple[Loan, ...] = ()
-        # a pipe that wakes the party's thread from reading
-        self._woken, self._waker = os.pipe()
-        os.set_blocking(self._waker, False)
-        weakref.finalize(self, _close, self._woken, self._waker)
-        # the loans that are polled with it, by the numbers of their sockets
-        self._polled: tuple[Loan, ...] = ()
-        self._poll, self._of_number = select.poll(), dict[int, Loan]()
-
-    def put(self, item: Arrival | PeerError | None, loan: Loan | None = None) -> None:
-        """Add an item. A connection's thread offers a `loan` of it; the call returns when that is over."""
-        with self._lock:
-            self._items.put(item)
-            lent, self._waits = loan if self._waits or self._reads else None, False
-            if lent is not None:
-                lent.ended.clear()
-                self._loans, self._used = (*self._loans, lent), time.monotonic()
-            if self._reads:
-                # a full one wakes it, too
-                with suppress(BlockingIOError):
-                    os.write(self._waker, b"0")
-        while lent is not None and not lent.ended.wait(_MOMENT):
-            with self._lock:
-                unused = self._waits or time.monotonic() - self._used > _MOMENT
-                if unused and not self._reads and lent in self._loans:
-                    self._loans = tuple(loan for loan in self._loans if loan is not lent)
-                    return
-
-    def get(self, timeout: float) -> Arrival | PeerError | None:
-        """Take the next item; raise `queue.Empty` after `timeout` seconds."""
-        deadline = time.monotonic() + timeout
-        left = timeout
-        while True:
-            try:
-                with self._lock:
-                    if left <= 0.0 or not self._items.empty():
-                        return self._items.get_nowait()
-                    loans = self._loans
-                    self._reads, self._waits = bool(loans), not loans
-                if not loans:
-                    return self._items.get(True, min(left, threading.TIMEOUT_MAX))
-                if (found := self._read(loans, deadline)) is not None:
-                    return found
-            finally:
-                # in this order: from then on a loan may be taken back
-                self._used = time.monotonic()
-                self._reads = self._waits = False
-            left = deadline - self._used
-
-    def release(self) -> None:
-        """Take what has come on loans that are not in use, and end them: their threads would only look in a moment."""
-        with self._lock:
-            loans, self._loans = ((), self._loans) if self._reads else (self._loans, ())
-        try:
-            for loan in loans:
-                with suppress(OSError):
-                    while True:
-                        while (found := loan.take()) is not None:
-                            self._items.put(found)
-                        loan.line.pull()
-        finally:
-            for loan in loans:
-                loan.ended.set()
-
-    def _read(self, loans: tuple[Loan, ...], deadline: float) -> Arrival | None:
-        """Wait for a frame of connections on loan; None if time is up, another item was put or a loan has ended."""
-        if self._polled != loans:
-            self._polled, self._poll = loans, select.poll()
-            self._of_number = {loan.line.fileno(): loan for loan in loans}
-            for number in (self._woken, *self._of_number):
-                self._poll.register(number, select.POLLIN)
-        until = min(deadline, time.monotonic() + _SIGN_OF_LIFE)
-        ready: Iterable[Loan | None] = loans
-        pulls = False
-        while ready:
-            for loan in ready:
-                if loan is None:
-                    os.read(self._woken, 1 << 12)
-                    return None
-                try:
-                    if pulls:
-                        loan.line.pull()
-                    if (found := loan.take()) is not None:
-                        return found
-                except OSError:
-                    self._end(loan)
-                    return None
-            left = 1000.0 * max(0.0, until - time.monotonic())
-            ready, pulls = [self._of_number.get(number) for number, _ in self._poll.poll(left)], True
-        self._end(*loans)
-        return None
-
-    def _end(self, *loans: Loan) -> None:
-        with self._lock:
-            self._loans = tuple(loan for loan in self._loans if loan not in loans)
-        for loan in loans:
-            loan.ended.set()
-
-
-def _close(*files: int) -> None:
-    for file in files:
-        os.close(file)
 
 
 class _Sender:
@@ -181,7 +43,7 @@ class _Sender:
 class Server:
     """Takes frames of pinned peers; starts listening at once, at `address` with the actual port.
 
-    Frames and offences of peers are put into `arrivals`. `credit` says how much each may have unread here; the
+    `arrived` is called with arrivals and offences of peers. `credit` says how much each may have unread here; the
     reader gives it back. `on_receipt` is called with a peer and the number of frames that it has got. `incarnation` are
     16 random bytes, `callers` the peers that have dialled us; they get our `terms`. A call for another `job` is
     refused. A peer has one connection for frames and one watch, the newest. ConfigError if the address cannot be
@@ -194,7 +56,7 @@ class Server:
         address: str,
         identity: Identity,
         pinned: Mapping[str, x509.Certificate],
-        arrivals: Arrivals,
+        arrived: Callable[[Arrival | PeerError], None],
         credit: Credit,
         on_receipt: Callable[[str, int], None],
         terms: Mapping[str, str] | None = None,
@@ -204,7 +66,7 @@ class Server:
         self.callers: set[str] = set()
         self._name, self._job = name, job
         welcome = units.encode(units.Welcome(self.incarnation, dict(terms or {})))
-        self._welcome, self._arrivals, self._credit, self._on_receipt = welcome, arrivals, credit, on_receipt
+        self._welcome, self._arrived, self._credit, self._on_receipt = welcome, arrived, credit, on_receipt
         self._owner = {certificate.public_bytes(Encoding.DER): peer for peer, certificate in pinned.items()}
         self._senders = {peer: _Sender() for peer in pinned}
         self._lock = threading.Lock()
@@ -273,7 +135,6 @@ class Server:
 
     def _take_frames(self, peer: str, sender: _Sender, line: Line) -> None:
         """Take frames until the connection ends; what is amiss raises OSError."""
-        loan = Loan(line, lambda: self._take_small(peer, sender, line))
         while True:
             found = line.header()
             if found.kind == units.ASK:
@@ -295,28 +156,8 @@ class Server:
             except BaseException:
                 self._credit.give_back(peer, found.size)
                 raise
+            self._arrived(Arrival(peer, frame))
             sender.received += 1
-            # after a long frame another may follow, which would end the loan at once
-            self._arrivals.put(Arrival(peer, frame), loan if found.size <= _SMALL else None)
-
-    def _take_small(self, peer: str, sender: _Sender, line: Line) -> Arrival | None:
-        """Take a frame for the party's thread, None if it has not come; OSError for what that thread must not take."""
-        try:
-            found = line.peek(_SMALL)
-        except ssl.SSLError:
-            # OpenSSL may now wait for more: the connection's thread finds it broken off
-            line.break_off()
-            raise
-        if found is None:
-            return None
-        plain = found.kind == units.FRAME and found.number == sender.received and found.size <= _SMALL
-        if not plain or not self._credit.fits(peer, found.size):
-            raise OSError("expected a small frame")
-        self._credit.take(peer, found.size, lambda: False)
-        self._on_receipt(peer, found.received)
-        frame = line.content(line.header())
-        sender.received += 1
-        return Arrival(peer, frame)
 
     def _content(self, line: Line, sender: _Sender, found: units.Header) -> memoryview:
         """Return a frame; its sender gets a sign of life while it comes in."""
@@ -367,5 +208,5 @@ class Server:
         with self._lock:
             first, sender.offended = not sender.offended, True
         if first:
-            self._arrivals.put(PeerProtocolError(peer, text))
+            self._arrived(PeerProtocolError(peer, text))
         return text

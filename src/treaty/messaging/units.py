@@ -146,19 +146,11 @@ class UnitReader:
         else:
             self._end += nbytes
 
-    def peek(self) -> tuple[Header, bool] | None:
-        """Return the next header without taking it, and whether all of its content has come; None if it has not."""
-        came = self._end - self._start - _HEADER.size
-        if self._content is not None or came < 0:
-            return None
-        found = Header._make(_HEADER.unpack_from(self._buffer, self._start))
-        return found, found.size <= came
-
     def header(self) -> Header | None:
         """Take the next header, None if it has not come; raise ConnectionError for one that no peer may send."""
-        if (next_one := self.peek()) is None:
+        if self._end - self._start < _HEADER.size:
             return None
-        found, _ = next_one
+        found = Header._make(_HEADER.unpack_from(self._buffer, self._start))
         if found.kind > ECHO:
             raise ConnectionError(f"expected a unit, got one of kind {found.kind}")
         if found.kind != FRAME and found.size > _MOST.get(found.kind, 0):
