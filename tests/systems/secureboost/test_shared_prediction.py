@@ -66,7 +66,10 @@ def play_plain(parts, tables, active=predict_plain) -> RunRecord:
     return predict(at(active, parts, tables), at(predict_passive, parts, tables), list(tables))
 
 
-def play_online(parts, tables, requests, **fields) -> tuple[RunRecord, list[np.ndarray]]:
+ONLINE = online_active, partial(follow, rows="rows")
+
+
+def play_online(parts, tables, requests, roles=ONLINE, **fields) -> tuple[RunRecord, list[np.ndarray]]:
     """Return what was played, and the margins of each request for some rows; None is a time without a request."""
     told: list[np.ndarray] = []
 
@@ -81,9 +84,8 @@ def play_online(parts, tables, requests, **fields) -> tuple[RunRecord, list[np.n
                 )
             )
 
-    active = at(lambda inputs: online_active(replace_requests(inputs, asked())), parts, tables, **fields)
-    passive = at(lambda inputs: follow(inputs, "rows"), parts, tables, **fields)
-    return predict(active, passive, list(tables)), told
+    active = at(lambda inputs: roles[0](replace_requests(inputs, asked())), parts, tables, **fields)
+    return predict(active, at(roles[1], parts, tables, **fields), list(tables)), told
 
 
 def replace_requests(inputs, requests):

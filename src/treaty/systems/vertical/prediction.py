@@ -150,9 +150,8 @@ def decided_by_all(
     """
 
     def add_trees(trees: Sequence[Tree], margins: Floats) -> None:
-        owners = _Owners(party, part, trees)
-        owners.ask(number)
-        BitWalk(owners.trees, owners.base).add_to(margins, owners.decided(table, threads), threads)
+        found = ask_all(party, part, trees, table, number, threads)
+        BitWalk(found.trees, found.base).add_to(margins, found.packed, threads)
 
     return add_trees
 

@@ -1,0 +1,65 @@
+"""Requests to a service's process: which ids they may have, and how many may wait."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from treaty.data.ids import canonical_ids
+from treaty.data.table import to_table
+from treaty.node import worker
+from treaty.node.worker import OnlineRequest, Requests, id_value
+
+IDS = ["ann", "bob", "zoë", "42"]
+
+
+@pytest.fixture
+def requests(tmp_path: Path) -> Iterator[Requests]:
+    """Rows of `IDS`, whose letters may be upper or lower case."""
+    schema = to_table(pa.table({"age": pa.array([1.0, 2.0])})).schema
+    normalise = ("nfc", "lower", "strip")
+    canonical = canonical_ids(pa.array(IDS, pa.string()), normalise=normalise)
+    made = Requests(tmp_path / "in", {id_value(one): k for k, one in enumerate(canonical)}, schema, normalise)
+    yield made
+    made._socket.close()
+
+
+def asked(ids: list[str]) -> OnlineRequest:
+    return OnlineRequest(ids, np.zeros(len(ids), np.float32).tobytes())
+
+
+@pytest.mark.parametrize(
+    ("ids", "rows"),
+    [
+        (["bob"], [1]),
+        (["42", "ann", "bob"], [3, 0, 1]),
+        ([" Bob", "ann"], [1, 0]),
+        (["ZOE\u0308", "zoë", "zoe\u0308"], [2, 2, 2]),
+        (["ann", "BOB", "42 "], [0, 1, 3]),
+    ],
+)
+def test_ids_name_the_same_rows_as_they_were_aligned_or_otherwise_written(
+    requests: Requests, monkeypatch: pytest.MonkeyPatch, ids: list[str], rows: list[int]
+) -> None:
+    monkeypatch.setattr(worker, "ANSWER_TIMEOUT", 0.01)
+    assert "not answered within" in requests._answer(asked(ids)).wrong
+    waiting = next(iter(requests))
+    assert waiting is not None
+    assert waiting.rows.tolist() == rows
+
+
+def test_unknown_ids_are_named_as_they_were_sent(requests: Requests) -> None:
+    assert requests._answer(asked(["ann", "Eve", "042"])).unknown == ["Eve", "042"]
+
+
+def test_more_requests_than_may_wait_are_refused(requests: Requests, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(worker, "ANSWER_TIMEOUT", 0.01)
+    monkeypatch.setattr(worker, "_WAITING", 2)
+    said = [requests._answer(asked(["ann"])).wrong for _ in range(3)]
+    assert ["too many requests" in of for of in said] == [False, False, True]
+    next(iter(requests))
+    assert "too many requests" not in requests._answer(asked(["ann"])).wrong
