@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -63,3 +66,32 @@ def test_more_requests_than_may_wait_are_refused(requests: Requests, monkeypatch
     assert ["too many requests" in of for of in said] == [False, False, True]
     next(iter(requests))
     assert "too many requests" not in requests._answer(asked(["ann"])).wrong
+
+
+def test_requests_for_no_rows_or_for_more_than_partners_allow_do_not_reach_them(
+    requests: Requests, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(worker, "MOST_ROWS", worker.TOGETHER + 2)
+    monkeypatch.setattr(worker, "ANSWER_TIMEOUT", 0.01)
+    for ids in ([], ["ann"] * 3):
+        assert requests._answer(asked(ids)).wrong == f"expected 1 to 2 rows, got {len(ids)}"
+    assert "not answered within" in requests._answer(asked(["ann"] * 2)).wrong
+    waiting = next(iter(requests))
+    assert waiting is not None
+    assert len(waiting.rows) == 2
+
+
+def test_the_rest_of_too_long_a_request_is_not_answered_as_another(
+    requests: Requests, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(worker, "MOST_BYTES", 100)
+    with socket.socket(socket.AF_UNIX) as client:
+        client.settimeout(5.0)
+        client.connect(str(tmp_path / "in"))
+        for ids in (["nobody"], ["nobody"] * 30):
+            client.sendall(msgspec.json.encode(asked(ids)) + b"\n")
+        answers = b""
+        with suppress(ConnectionResetError):
+            while piece := client.recv(1 << 16):
+                answers += piece
+    assert answers.count(b"\n") <= 1

@@ -46,7 +46,7 @@ from treaty.runs.prediction import explain_party, find_part, predict_party, serv
 from treaty.runs.processes import line_of_parent
 from treaty.runs.progress import TrainingBar
 from treaty.runs.report import FORMAT, Report, report_file
-from treaty.systems.vertical.prediction import Asked
+from treaty.systems.vertical.prediction import MOST_ROWS, Asked
 
 logger = logging.getLogger("treaty.node.worker")  # it runs as __main__
 
@@ -329,7 +329,8 @@ class Requests:
 
     def _serve(self, connection: socket.socket) -> None:
         with connection, connection.makefile("rwb") as stream:
-            while line := stream.readline(MOST_BYTES):
+            # the rest of too long a line would count as further requests, and the next would get their answers
+            while (line := stream.readline(MOST_BYTES)).endswith(b"\n"):
                 try:
                     answer = self._answer(msgspec.json.decode(line, type=OnlineRequest))
                 except (msgspec.MsgspecError, ValueError) as error:
@@ -342,6 +343,9 @@ class Requests:
                     return
 
     def _answer(self, request: OnlineRequest) -> OnlineAnswer:
+        # partners end the service if they are asked for more rows, and do not answer if they are asked for none
+        if not 0 < len(request.ids) <= MOST_ROWS - TOGETHER:
+            return OnlineAnswer(wrong=f"expected 1 to {MOST_ROWS - TOGETHER} rows, got {len(request.ids)}")
         # ids as they were aligned need no conversion, which takes 50 us or more even of one
         rows = [self._numbers.get(one, -1) for one in request.ids]
         if -1 in rows:
