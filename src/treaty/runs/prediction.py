@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from treaty.data.reading import check_there
 from treaty.data.table import Schema, Table
-from treaty.errors import ConfigError, PeerAborted, PeerLost, PeerTimeout
+from treaty.errors import ConfigError, DataError, PeerAborted, PeerLost, PeerTimeout
 from treaty.machine.process import cores
 from treaty.messaging.party import Party
 from treaty.messaging.transcript import Transcript
@@ -347,8 +347,13 @@ def serve_online(job: Job, name: str, ready: Ready, phase: Phase | None = None) 
         data = LabelledRows(rows.features, np.zeros(0), ids=rows.canonical, ids_of=rows.ids_of)
         inputs = _inputs(party, job, roles, phase, part=part, data=data)
         if name == job.active:
-            withheld = withheld_rows(inputs)
-            inputs.requests = ready({one: k for k, one in enumerate(rows.canonical()) if not withheld[k]})
+            withheld, ids = withheld_rows(inputs), rows.canonical()
+            if repeated := len(ids) - len(set(ids)):
+                text = (
+                    'a service names rows by their ids, but several rows have the same; on_duplicate="first" keeps one'
+                )
+                raise DataError(f"{name}: {text} - at {repeated} of {len(ids)} common rows", public=text)
+            inputs.requests = ready({one: k for k, one in enumerate(ids) if not withheld[k]})
         play_role(job.system.online[roles.of[name]], inputs)
 
     connected(job, name, roles, "serve", role, phase=phase)

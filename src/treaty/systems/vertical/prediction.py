@@ -405,9 +405,10 @@ def answer_requests(inputs: RoleInput[Any, Any], answer: Callable[[Asked], Float
     assert inputs.requests is not None
     spoken, often = time.monotonic(), min(SAYS_SO, party.timeout / 4)
     for asked in inputs.requests:
+        # or it would grow for as long as the service lasts
+        party.transcript.clear()
         if asked is None:
             party.heed()
-            party.transcript.clear()  # or it would grow for as long as the service lasts
             if time.monotonic() - spoken < often:
                 continue
         spoken, rows = time.monotonic(), np.zeros(0, np.int32) if asked is None else asked.rows
