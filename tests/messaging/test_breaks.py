@@ -142,6 +142,29 @@ def test_a_peer_whose_inbox_is_full_and_that_says_so_is_not_asked_for_receipts(f
     lab.mark_read("clinic", 1 << 20)
 
 
+@pytest.mark.parametrize("answered", [False, True], ids=["one way", "both ways"])
+def test_receipts_are_asked_for_where_none_come_with_frames(both, monkeypatch, answered):
+    clinic, lab, *_ = both
+    monkeypatch.setattr(tls_link, "_MOST_FRAMES", 10)
+    asked, send, lines = [], tls.Line.send, [clinic._links["lab"]._line, lab._links["clinic"]._line]
+
+    def counted(line, unit, content=b"", deadline=None):
+        if unit[0] == units.ASK and line in lines:
+            asked.append(line)
+        send(line, unit, content, deadline)
+
+    monkeypatch.setattr(tls.Line, "send", counted)
+    for _ in range(55):
+        clinic.send("lab", b"a", 10)
+        lab.receive(10)
+        lab.mark_read("clinic", 1)
+        if answered:
+            lab.send("clinic", b"b", 10)
+            clinic.receive(10)
+            clinic.mark_read("lab", 1)
+    assert (asked == []) if answered else (1 <= len(asked) <= 5)
+
+
 @pytest.mark.slow
 def test_frames_cross_connections_that_are_reset_twice_a_second(both):
     clinic, lab, *proxies = both
@@ -206,7 +229,7 @@ def test_a_frame_that_was_taken_back_and_came_all_the_same_costs_no_other(both, 
     link, send = clinic._links["lab"], tls.Line.send
     clinic.send("lab", b"%08d" % 0, 5, receipt=True)
     proxy.refuse()  # the connections that are open go on
-    monkeypatch.setattr(tls_link, "_MOST_FRAMES", 1)
+    monkeypatch.setattr(tls_link, "_MOST_FRAMES", 0)
 
     def breaks(line, unit, content=b"", deadline=None):
         if line is link._line and unit[0] == units.ASK:

@@ -164,13 +164,16 @@ class Line:
     def _read(self, deadline: float | None) -> None:
         room = self._units.room()
         while True:
-            with self._calling, suppress(ssl.SSLWantReadError):
-                # a call without anything to read costs more than asking
-                if self._came.pending or self._tls.pending():
-                    # with a buffer it returns how much it has put there
-                    if not (nbytes := cast("int", self._tls.read(len(room), room))):
-                        raise ConnectionError("the other end hung up")
-                    return self._units.came(nbytes)
+            try:
+                with self._calling:
+                    # a call without anything to read costs more than asking
+                    if self._came.pending or self._tls.pending():
+                        # with a buffer it returns how much it has put there
+                        if not (nbytes := cast("int", self._tls.read(len(room), room))):
+                            raise ConnectionError("the other end hung up")
+                        return self._units.came(nbytes)
+            except ssl.SSLWantReadError:
+                pass  # part of a record
             self._fill(deadline)
 
     def _fill(self, deadline: float | None) -> None:

@@ -180,7 +180,7 @@ class PeerLink:
                 return
             frame = self._frames[number - self._first]
             # a receipt is asked for in time, so that the window is never full of what has long come
-            asks = self._kept > self._window // 4 or number - self._asked >= _MOST_FRAMES
+            asks = self._kept > self._window // 4 or number - max(self._asked, self._first) >= _MOST_FRAMES
             asks = asks or time.monotonic() - self._heard > RECEIPT_TIMEOUT / 4
             if asks:
                 self._asked = number

@@ -166,9 +166,8 @@ class UnitReader:
         """
         if self._content is None:
             # not zeroed: pages are allocated only as bytes arrive
-            whole = np.empty(of.size + 7, np.uint8)
-            skipped = -(whole.ctypes.data + of.size) % 8
-            self._content = whole.data[skipped : skipped + of.size]
+            words = np.empty(-(-of.size // 8), np.uint64)
+            self._content = words.view(np.uint8).data[-of.size % 8 :]
             self._filled = min(of.size, self._end - self._start)
             self._content[: self._filled] = self._buffer[self._start : self._start + self._filled]
             self._start += self._filled
