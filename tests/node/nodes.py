@@ -18,9 +18,9 @@ import pyarrow.csv
 
 from treaty.node.cards import fingerprint_of
 from treaty.node.identity import make_keys, trust
+from treaty.node.requests import Partners
 from treaty.node.settings import find_socket
 from treaty.node.store import FINAL, JobRow, Store
-from treaty.node.worker import Partners
 from treaty.runs.processes import free_ports
 
 PATIENCE = 120.0

@@ -13,7 +13,7 @@ from treaty.errors import PeerLost
 from treaty.models.checkpoints import checkpoint_file
 from treaty.models.linear import load_linear_part
 from treaty.models.trees import load_part
-from treaty.node.worker import UnknownIds
+from treaty.node.requests import UnknownIds
 from treaty.serving.models import ServedModel
 
 SMALL = "[boosting]\nn_estimators = 6\nmax_depth = 3\nrandom_state = 1\n"

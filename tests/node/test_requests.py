@@ -14,8 +14,8 @@ import pytest
 
 from treaty.data.ids import canonical_ids
 from treaty.data.table import to_table
-from treaty.node import worker
-from treaty.node.worker import OnlineRequest, Requests, id_value
+from treaty.node import requests as requests_module
+from treaty.node.requests import OnlineRequest, Requests, id_value
 
 IDS = ["ann", "bob", "zoë", "42"]
 
@@ -48,7 +48,7 @@ def asked(ids: list[str]) -> OnlineRequest:
 def test_ids_name_the_same_rows_as_they_were_aligned_or_otherwise_written(
     requests: Requests, monkeypatch: pytest.MonkeyPatch, ids: list[str], rows: list[int]
 ) -> None:
-    monkeypatch.setattr(worker, "ANSWER_TIMEOUT", 0.01)
+    monkeypatch.setattr(requests_module, "ANSWER_TIMEOUT", 0.01)
     assert "not answered within" in requests._answer(asked(ids)).wrong
     waiting = next(iter(requests))
     assert waiting is not None
@@ -59,9 +59,13 @@ def test_unknown_ids_are_named_as_they_were_sent(requests: Requests) -> None:
     assert requests._answer(asked(["ann", "Eve", "042"])).unknown == ["Eve", "042"]
 
 
+def test_ids_with_characters_that_no_aligned_id_may_have_are_unknown(requests: Requests) -> None:
+    assert requests._answer(asked(["ann", "\U000e0fff", " Bob"])).unknown == ["\U000e0fff"]
+
+
 def test_more_requests_than_may_wait_are_refused(requests: Requests, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(worker, "ANSWER_TIMEOUT", 0.01)
-    monkeypatch.setattr(worker, "_WAITING", 2)
+    monkeypatch.setattr(requests_module, "ANSWER_TIMEOUT", 0.01)
+    monkeypatch.setattr(requests_module, "_WAITING", 2)
     said = [requests._answer(asked(["ann"])).wrong for _ in range(3)]
     assert ["too many requests" in of for of in said] == [False, False, True]
     next(iter(requests))
@@ -71,8 +75,8 @@ def test_more_requests_than_may_wait_are_refused(requests: Requests, monkeypatch
 def test_requests_for_no_rows_or_for_more_than_partners_allow_do_not_reach_them(
     requests: Requests, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(worker, "MOST_ROWS", worker.TOGETHER + 2)
-    monkeypatch.setattr(worker, "ANSWER_TIMEOUT", 0.01)
+    monkeypatch.setattr(requests_module, "MOST_ROWS", requests_module.TOGETHER + 2)
+    monkeypatch.setattr(requests_module, "ANSWER_TIMEOUT", 0.01)
     for ids in ([], ["ann"] * 3):
         assert requests._answer(asked(ids)).wrong == f"expected 1 to 2 rows, got {len(ids)}"
     assert "not answered within" in requests._answer(asked(["ann"] * 2)).wrong
@@ -84,7 +88,7 @@ def test_requests_for_no_rows_or_for_more_than_partners_allow_do_not_reach_them(
 def test_the_rest_of_too_long_a_request_is_not_answered_as_another(
     requests: Requests, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(worker, "MOST_BYTES", 100)
+    monkeypatch.setattr(requests_module, "MOST_BYTES", 100)
     with socket.socket(socket.AF_UNIX) as client:
         client.settimeout(5.0)
         client.connect(str(tmp_path / "in"))

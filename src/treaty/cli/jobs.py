@@ -410,10 +410,10 @@ def _listen(
 def _model_of_node(job: Path, node: Path) -> tuple[Path, Partners | None]:
     """Return the part that a node's job has left and, for a service, the function that asks the partners."""
     from treaty.node.proposals import Proposal
+    from treaty.node.requests import Partners as Asking
+    from treaty.node.requests import UnknownIds
     from treaty.node.settings import find_socket, load_settings
     from treaty.node.store import Store
-    from treaty.node.worker import Partners as Asking
-    from treaty.node.worker import UnknownIds
     from treaty.serving.service import Refused
 
     settings = load_settings(node)

@@ -94,7 +94,9 @@ def test_the_option_of_a_prediction_does_not_matter(parts, frames):
         play(parts, tables_of(frames, slice(TRAINED - 1, None)), options=SecureBoost(inference="shared"), trusting="p0")
 
 
-def test_a_service_is_asked_for_no_row_that_was_trained_on(parts, frames):
+def test_a_service_is_asked_for_no_row_that_was_trained_on(parts, frames, monkeypatch):
+    # the rows of a service have ids, by which the active party knows them
+    monkeypatch.setattr(shared_prediction, "known_by_ids", lambda inputs: True)
     everything, told = tables_of(frames, slice(None)), []
 
     def asking(rows):
@@ -267,17 +269,30 @@ def test_the_passive_party_refuses_what_the_active_party_asks_in_a_job(job, monk
         predicted_in_threads(monkeypatch, predicting(job, tmp_path, "some"))
 
 
-def test_a_service_offers_no_row_that_was_trained_on(job, monkeypatch, tmp_path):
+@pytest.fixture
+def offered(job, monkeypatch):
+    """A trained model's services, which end once they know whom they may predict; these ids, filled in by then."""
     assert train_in_threads(monkeypatch, dict.fromkeys(job.parties, job)) == {}
-    offered = {}
+    found = {}
 
     def ready(numbers):
-        offered.update(numbers)
+        found.update(numbers)
         return iter([])
 
     def serving(job, name):
         return pa.array([]), running.serve_online(job, name, ready)
 
     monkeypatch.setattr(running, "predict_party", serving)
+    return found
+
+
+def test_a_service_offers_no_row_that_was_trained_on(job, offered, monkeypatch, tmp_path):
     predicted_in_threads(monkeypatch, predicting(job, tmp_path, "some"))
     assert sorted(offered) == sorted(f"text person {k}" for k in range(100, 120))
+
+
+def test_a_service_does_not_start_with_training_rows_known_by_values_alone(job, offered, monkeypatch, tmp_path):
+    """The active party cannot leave these out, and the first request for one would end the service."""
+    renamed = changed(predicting(job, tmp_path, "renamed"), align=Align(on="mail"))
+    with pytest.raises(Exception, match="shop stopped the job: rows to predict were trained on with hidden rows"):
+        predicted_in_threads(monkeypatch, renamed)

@@ -66,6 +66,7 @@ from treaty.systems.vertical.prediction import (
     check_not_trained,
     check_present,
     decidable,
+    known_by_ids,
     take_decisions,
     withheld_rows,
 )
@@ -229,7 +230,8 @@ def follow(inputs: RoleInput[SecureBoost], rows: str) -> None:
     party, table, splits = inputs.party, inputs.rows.table, inputs.part.splits
     (active,) = party.peers
     dropped, online = _agree(inputs, rows), [OnlineRows] if rows == "rows" else []
-    if not online:
+    # rows known by values alone are offered by the active party, which does not know them
+    if not (online and known_by_ids(inputs)):
         check_not_trained(inputs)
     key = MovingKey(party, inputs.vouching, "sides at prediction")
     party.send(active, SharingKey(len(splits), key.signed()))

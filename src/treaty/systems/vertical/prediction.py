@@ -65,6 +65,12 @@ def shown_rows(noisy: RandomisedRows | None, rows: LabelledRows) -> Shown:
     return noisy.in_place_of_values(rows.table.matrix(), rows.ids())
 
 
+def known_by_ids(inputs: RoleInput) -> bool:
+    """Return whether a model's training rows are known by ids, which all parties have, or else by values, if at all."""
+    known, rows = inputs.part.trained, inputs.rows
+    return known is not None and rows.ids is not None and known.recognise(rows.ids_of)
+
+
 def withheld_rows(inputs: RoleInput) -> Flags:
     """Return which rows a model with hidden rows was trained on: margins of these are not told, bool (n_rows,).
 
@@ -77,7 +83,7 @@ def withheld_rows(inputs: RoleInput) -> Flags:
         return none
     if (known := part.trained) is None:
         raise ConfigError(f"{name}: this model does not know the rows that it was trained on: train it again")
-    if rows.ids is not None and known.recognise(rows.ids_of):
+    if rows.ids is not None and known_by_ids(inputs):
         found = known.places(rows.ids()) >= 0
     elif name == inputs.roles.active:
         # whose sides are no secret of its own: other persons may have its few values
